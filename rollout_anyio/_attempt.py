@@ -1,0 +1,183 @@
+"""One attempt: make the environment, run the policy through it, close it.
+
+An attempt tells its group how it ended, the moment that is known and before anything is
+closed, so that a group whose budget is spent ends at once. Whatever happens, the
+environment is closed when the attempt is over; only a plain one that earned its
+trajectory is left to the group, open, for the grader to look into.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from anyio import CancelScope
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from ._call import Call
+from ._closing import ToClose, close_env, is_context_manager
+from ._guard import Guard, Guards
+from ._native import native_cancellations
+from ._types import Verdict
+
+__all__ = ["AttemptHost", "run_attempt"]
+
+
+class AttemptHost(Protocol):
+    """What an attempt needs of its group."""
+
+    per_rollout_timeout: float
+    setup_timeout: float
+    cleanup_timeout: float
+    guards: Guards
+    makes_one: bool
+    """Whether the builder makes one environment at a time."""
+
+    async def make_env(self, slot: int) -> Any: ...
+
+    async def take_env(self, slot: int, attempt: int) -> tuple[Any, Call]: ...
+
+    async def run_rollout(self, env: Any) -> Any: ...
+
+    def succeed(self, item: ToClose, trajectory: Any, *, closed: bool) -> bool: ...
+
+    def fail(self, call: Call, error: BaseException) -> Verdict | None: ...
+
+    def report_close(self, call: Call) -> None: ...
+
+
+async def run_attempt(host: AttemptHost, slot: int, attempt: int) -> Verdict | None:
+    """Try once to fill ``slot``.
+
+    Returns:
+        What the strategy decided about the failure; ``None`` when there is nothing to
+        decide: the slot is filled, or the group is over.
+    """
+    await checkpoint_if_cancelled()
+    if host.makes_one:
+        env, call = await _make_env(host, slot, attempt)
+    else:
+        env, call = await host.take_env(slot, attempt)
+    if call.error is not None:
+        return host.fail(call, call.error)
+    if env is None:
+        return None
+    item = ToClose(env, slot, attempt)
+    if is_context_manager(env):
+        return await _run_entered(host, item)
+    return await _run_plain(host, item)
+
+
+async def _make_env(host: AttemptHost, slot: int, attempt: int) -> tuple[Any, Call]:
+    """Make one environment, to the end even if the group ends meanwhile.
+
+    Torn half-way, a creation may leave a sandbox that nobody has a handle to. What comes
+    too late, for its own limit or for the group, is closed here.
+    """
+    env: Any = None
+    with Guard(host.guards) as guard:
+        call = Call("make_env", host.setup_timeout, slot=slot, attempt=attempt, within=guard.scope)
+        with call:
+            env = await host.make_env(slot)
+            if env is None:
+                raise TypeError(f"make_env({slot}) returned None instead of an environment")
+    if env is not None and (guard.ended or call.error is not None):
+        await close_env(ToClose(env, slot, attempt), host.cleanup_timeout, host.report_close)
+        env = None
+    return env, call
+
+
+async def _run_plain(host: AttemptHost, item: ToClose) -> Verdict | None:
+    kept = False
+    try:
+        call = Call("rollout", host.per_rollout_timeout, slot=item.slot, attempt=item.attempt)
+        with call:
+            trajectory = await host.run_rollout(item.env)
+        if call.error is not None:
+            return host.fail(call, call.error)
+        kept = host.succeed(item, trajectory, closed=False)
+        return None
+    finally:
+        if not kept:
+            await close_env(item, host.cleanup_timeout, host.report_close)
+
+
+async def _run_entered(host: AttemptHost, item: ToClose) -> Verdict | None:
+    """Enter, run and leave an environment, all under one guard.
+
+    Invariant: whenever the environment is called, each scope that we opened since it was
+    entered is closed again, since it may have left scopes of its own open on the stack.
+    """
+    verdict: Verdict | None = None
+    entered = False
+    closing: Call | None = None
+    before = native_cancellations()
+    with Guard(host.guards) as guard:
+        call = Call(
+            "make_env",
+            host.setup_timeout,
+            slot=item.slot,
+            attempt=item.attempt,
+            within=guard.scope,
+            hold=True,
+        )
+        with call:
+            env = await item.env.__aenter__()
+            entered = True
+        if call.error is not None:
+            verdict = host.fail(call, call.error)
+        if entered:
+            if call.error is None and not guard.ended:
+                verdict, call = await _run_inside(host, item._replace(env=env), guard)
+            closing = await _leave(host, item, guard)
+    # Counted out here: a scope of the environment's own that was cancelled is in the count
+    # until the environment has left it.
+    native = native_cancellations() > before
+    if closing is None:
+        await close_env(item, host.cleanup_timeout, host.report_close)
+    elif call.cancelled is not None and not native and not guard.ended:
+        # A scope of the environment's own ended the rollout; only leaving could tell why.
+        return host.fail(call, closing.error or call.unasked(call.cancelled))
+    elif closing.error is not None or closing.cancelled is not None:
+        host.report_close(closing)
+    cancelled = call.cancelled or (closing and closing.cancelled)
+    if native and cancelled is not None:
+        raise cancelled
+    return verdict
+
+
+async def _run_inside(
+    host: AttemptHost, item: ToClose, guard: Guard
+) -> tuple[Verdict | None, Call]:
+    guard.inner = CancelScope()
+    call = Call(
+        "rollout",
+        host.per_rollout_timeout,
+        slot=item.slot,
+        attempt=item.attempt,
+        scope=guard.inner,
+        hold=True,
+    )
+    verdict: Verdict | None = None
+    with call:
+        trajectory = await host.run_rollout(item.env)
+    guard.inner = None
+    if call.error is not None:
+        verdict = host.fail(call, call.error)
+    elif call.cancelled is None:
+        host.succeed(item, trajectory, closed=True)
+    return verdict, call
+
+
+async def _leave(host: AttemptHost, item: ToClose, guard: Guard) -> Call:
+    """Leave the environment; it is told of no exception, and its own are held."""
+    closing = Call(
+        "close",
+        host.cleanup_timeout,
+        slot=item.slot,
+        attempt=item.attempt,
+        within=guard.scope,
+        hold=True,
+    )
+    with closing:
+        await item.env.__aexit__(None, None, None)
+    return closing
