@@ -136,7 +136,9 @@ class Call:
         return self.cancelled is None or self._hold or self.error is not None
 
     def _was_asked_for(self) -> bool:
-        self.native = native_cancellations() > self._before
+        # A cancelled scope that is still open has its own requests in the count.
+        if self._within is None or not self._within.cancel_called:
+            self.native = native_cancellations() > self._before
         if self.native:
             return True
         if self.late or self._shield:

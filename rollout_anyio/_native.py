@@ -45,8 +45,9 @@ def split_cancelled(
     """
     cancelled = get_cancelled_exc_class()
     if isinstance(error, BaseExceptionGroup):
-        # Typed for the members, which are BaseExceptions all the same.
-        return error.split(cancelled)
+        members, rest = error.split(cancelled)
+        # The group itself where there is nothing to take out: split() makes a copy.
+        return (None, error) if members is None else (members, rest)
     if isinstance(error, cancelled):
         return error, None
     return None, error
