@@ -58,7 +58,7 @@ async def run_attempt(host: AttemptHost, slot: int, attempt: int) -> Verdict | N
     else:
         env, call = await host.take_env(slot, attempt)
     if call.error is not None:
-        return host.fail(call, call.error)
+        return host.fail(call, call.take())
     if env is None:
         return None
     item = ToClose(env, slot, attempt)
@@ -93,7 +93,7 @@ async def _run_plain(host: AttemptHost, item: ToClose) -> Verdict | None:
         with call:
             trajectory = await host.run_rollout(item.env)
         if call.error is not None:
-            return host.fail(call, call.error)
+            return host.fail(call, call.take())
         kept = host.succeed(item, trajectory, closed=False)
         return None
     finally:
@@ -120,13 +120,15 @@ async def _run_entered(host: AttemptHost, item: ToClose) -> Verdict | None:
             within=guard.scope,
             hold=True,
         )
-        with call:
-            env = await item.env.__aenter__()
-            entered = True
-        if call.error is not None:
-            verdict = host.fail(call, call.error)
+        if not guard.ended:
+            with call:
+                env = await item.env.__aenter__()
+                entered = True
+        failed = call.error is not None
+        if failed:
+            verdict = host.fail(call, call.take())
         if entered:
-            if call.error is None and not guard.ended:
+            if not failed and not guard.ended:
                 verdict, call = await _run_inside(host, item._replace(env=env), guard)
             closing = await _leave(host, item, guard)
     # Counted out here: a scope of the environment's own that was cancelled is in the count
@@ -136,12 +138,18 @@ async def _run_entered(host: AttemptHost, item: ToClose) -> Verdict | None:
         await close_env(item, host.cleanup_timeout, host.report_close)
     elif call.cancelled is not None and not native and not guard.ended:
         # A scope of the environment's own ended the rollout; only leaving could tell why.
-        return host.fail(call, closing.error or call.unasked(call.cancelled))
-    elif closing.error is not None or closing.cancelled is not None:
-        host.report_close(closing)
+        failure = closing if closing.error is not None else call
+        if failure is call:
+            call.error = call.unasked(call.cancelled)
+        return host.fail(call, failure.take())
     cancelled = call.cancelled or (closing and closing.cancelled)
-    if native and cancelled is not None:
-        raise cancelled
+    if closing is not None and (closing.error is not None or closing.cancelled is not None):
+        host.report_close(closing)
+    try:
+        if native and cancelled is not None:
+            raise cancelled
+    finally:
+        del cancelled
     return verdict
 
 
@@ -162,7 +170,7 @@ async def _run_inside(
         trajectory = await host.run_rollout(item.env)
     guard.inner = None
     if call.error is not None:
-        verdict = host.fail(call, call.error)
+        verdict = host.fail(call, call.take())
     elif call.cancelled is None:
         host.succeed(item, trajectory, closed=True)
     return verdict, call

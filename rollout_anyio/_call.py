@@ -169,6 +169,20 @@ class Call:
         error.__cause__ = cancelled
         return error
 
+    def take(self) -> BaseException:
+        """Hand ``error``, or else ``cancelled``, over to the caller.
+
+        It holds the frames that it passed, theirs hold the call: kept here, it would keep
+        itself alive, and with it the environment.
+        """
+        error = self.error or self.cancelled
+        assert error is not None
+        self.error = self.cancelled = None
+        try:
+            return error
+        finally:
+            del error
+
     @property
     def site(self) -> str:
         """Where the call stands: slot and attempt, if it has them, and stage."""

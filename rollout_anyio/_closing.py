@@ -39,10 +39,14 @@ async def close_env(item: ToClose, seconds: float, report: Callable[[Call], None
         "close", seconds, slot=item.slot, attempt=item.attempt, shield=True, hold=True
     ) as call:
         await aclose()
-    if call.error is not None or call.cancelled is not None:
+    cancelled = call.cancelled
+    if call.error is not None or cancelled is not None:
         report(call)
-    if call.cancelled is not None:
-        raise call.cancelled
+    try:
+        if cancelled is not None:
+            raise cancelled
+    finally:
+        del cancelled
 
 
 async def close_all(

@@ -202,9 +202,10 @@ class _Group:
             if not envs:
                 raise EmptyGroupError("make_envs() returned no environment")
         self._spares = {slot: ToClose(env, slot, None) for slot, env in enumerate(envs)}
-        if call.error is not None:
-            self.fail(call, call.error)
-        return call.error is None
+        if call.error is None:
+            return True
+        self.fail(call, call.take())
+        return False
 
     async def _make_envs(self) -> tuple[Any, ...]:
         envs = tuple(await self._builder.make_envs())
@@ -320,12 +321,12 @@ class _Group:
 
     def report_close(self, call: Call) -> None:
         """Take down a close that failed, hung or was torn."""
-        error = call.error or call.cancelled
-        assert error is not None
+        torn = call.error is None
+        error = call.take()
         self._errors += (call.record(error),)
         _logger.warning("%s failed: %s", call.site, summary(self._errors[-1]))
-        if call.error is not None and not isinstance(call.error, Exception):
-            self._interrupt(call.error)
+        if not torn and not isinstance(error, Exception):
+            self._interrupt(error)
 
     def _abort(self, error: Exception, note: str) -> None:
         self._failure = error

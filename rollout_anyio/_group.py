@@ -103,12 +103,8 @@ async def _grade(
         rewards = _checked(
             await compute(list(result.trajectories), list(result.envs)), len(result.trajectories)
         )
-    error, call.error = call.error, None
-    try:
-        if error is not None:
-            raise error
-    finally:
-        del error
+    if call.error is not None:
+        raise call.take()
     return rewards
 
 
@@ -139,7 +135,8 @@ class _Ending:
     def __init__(self, builder: Any, seconds: float) -> None:
         self._cleanup = getattr(builder, "cleanup", None)
         self._seconds = seconds
-        self._failed: list[Call] = []
+        self._interrupt: BaseException | None = None
+        self.errors: list[RolloutError] = []
         self.result: RolloutResult | None = None
 
     async def run(self) -> None:
@@ -177,17 +174,12 @@ class _Ending:
             self._report(call)
 
     def _report(self, call: Call) -> None:
-        self._failed.append(call)
+        torn = call.error is None
+        error = call.take()
+        self.errors.append(call.record(error))
         _logger.warning("%s failed: %s", call.site, summary(self.errors[-1]))
-
-    @property
-    def errors(self) -> list[RolloutError]:
-        """The records of what failed, ``cleanup()`` last."""
-        return [
-            call.record(error)
-            for call in self._failed
-            if (error := call.error or call.cancelled) is not None
-        ]
+        if not torn and not isinstance(error, Exception):
+            self._interrupt = self._interrupt or error
 
     def add_notes(self, error: BaseException) -> None:
         """Note on the error under way what failed besides."""
@@ -196,6 +188,5 @@ class _Ending:
 
     def raise_interrupt(self) -> None:
         """Raise what is no :exc:`Exception`, if a close raised any, as itself."""
-        for call in self._failed:
-            if call.error is not None and not isinstance(call.error, Exception):
-                raise call.error
+        if self._interrupt is not None:
+            raise self._interrupt

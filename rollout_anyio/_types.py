@@ -257,7 +257,7 @@ class RolloutResult:
 
     @group_size.default
     def _as_many(self) -> int:
-        return len(self.trajectories) + len(self.missing)
+        return len(self.trajectories)
 
 
 @final
