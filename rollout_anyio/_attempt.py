@@ -120,10 +120,9 @@ async def _run_entered(host: AttemptHost, item: ToClose) -> Verdict | None:
             within=guard.scope,
             hold=True,
         )
-        if not guard.ended:
-            with call:
-                env = await item.env.__aenter__()
-                entered = True
+        with call:
+            env = await item.env.__aenter__()
+            entered = True
         failed = call.error is not None
         if failed:
             verdict = host.fail(call, call.take())

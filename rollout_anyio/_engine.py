@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol, final
 
 from anyio import Lock, create_task_group, current_time, get_cancelled_exc_class, sleep
 from anyio.abc import TaskGroup
-from anyio.lowlevel import checkpoint
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from ._attempt import run_attempt
 from ._call import Call, interrupt_in
@@ -223,6 +223,8 @@ class _Group:
             async with self._making:
                 if slot not in self._spares:
                     await self._make_group(call, slot)
+            # Whoever waited may be late for the end of the group: the spare stays one.
+            await checkpoint_if_cancelled()
         if call.error is not None:
             return None, call
         return self._spares.pop(slot).env, call

@@ -48,7 +48,6 @@ class Guards:
         self._on_end = on_end
         self._all_done: Event | None = None
         self._open: set[Guard] = set()
-        self._ended = False
 
     def task_done(self) -> None:
         """Note that a task of the group is over."""
@@ -57,13 +56,15 @@ class Guards:
             self._all_done.set()
 
     def add(self, guard: Guard) -> None:
-        """Watch over ``guard``; the first one starts the watcher."""
+        """Watch over ``guard``; the first one starts the watcher.
+
+        Invariant: a guard is opened with no await since the last checkpoint, so the group
+        has not ended, and the watcher has not gone, without it.
+        """
         self._open.add(guard)
         if self._all_done is None:
             self._all_done = Event()
             self._task_group.start_soon(self._watch, self._all_done, name="rollout_anyio watcher")
-        elif self._ended:
-            guard.end(self._seconds)
 
     def remove(self, guard: Guard) -> None:
         """Let go of ``guard``."""
@@ -73,7 +74,6 @@ class Guards:
         try:
             await all_done.wait()
         except BaseException:
-            self._ended = True
             for guard in self._open:
                 guard.end(self._seconds)
             if self._on_end is not None:

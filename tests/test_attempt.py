@@ -42,10 +42,10 @@ async def test_make_envs_that_swallows_the_end_of_the_group(session: bool) -> No
 
     builder = ScriptedBuilder(
         session=session,
-        script={(0, 1): crash(ConnectionError()), (1, 1): crash(ValueError(), 3.0)},
+        script={(0, 1): crash(ConnectionError()), (1, 1): crash(ValueError("late"), 3.0)},
         on_make={2: stubborn},
     )
-    with pytest.raises(ValueError, match=""):
+    with pytest.raises(ValueError, match="late"):
         await do_group_rollout(builder, policy, RetryOnFailure(1))
     assert max(env.attempt for env in builder.envs) == 1
     builder.assert_clean()
@@ -190,3 +190,30 @@ async def test_nothing_else_in_an_interrupt_free_group() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         await do_group_rollout(ScriptedBuilder(script={(0, 1): crash(error)}), policy, FailFast())
     assert caught.value is error
+
+
+async def test_a_session_whose_own_scope_ends_the_rollout_in_silence() -> None:
+    """Nothing raised by leaving, the failure is a RolloutCancelledError."""
+
+    class Scoped(OneStepEnv):
+        async def __aenter__(self) -> Scoped:
+            self.scope = anyio.CancelScope()
+            self.scope.__enter__()
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            self.scope.__exit__(None, None, None)
+
+        async def step(self, action: Any, *, extra: Any = None) -> Any:
+            self.scope.cancel()
+            await anyio.sleep_forever()
+
+    class Builder:
+        calls = 0
+
+        async def make_envs(self) -> Any:
+            self.calls += 1
+            return [Scoped() if self.calls == 1 else OneStepEnv()]
+
+    group = await do_group_rollout(Builder(), policy, RetryOnFailure())
+    assert [(e.error_type, e.stage) for e in group.errors] == [("RolloutCancelledError", "rollout")]
