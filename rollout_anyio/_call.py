@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from types import TracebackType
-from typing import Self, final
+from typing import Self, cast, final
 
 from anyio import CancelScope, current_time
 
@@ -86,7 +86,7 @@ class Call:
         scope: CancelScope | None = None,
         hold: bool = False,
     ) -> None:
-        self.stage = stage
+        self.stage: Stage = stage
         self.seconds = seconds
         self.slot = slot
         self.attempt = attempt
@@ -225,7 +225,7 @@ def interrupt_in(error: BaseException) -> BaseException | None:
     Ctrl-C reaches a trio program through whichever nursery waits, wrapped by each.
     """
     if isinstance(error, BaseExceptionGroup):
-        for member in error.exceptions:
+        for member in cast("BaseExceptionGroup[BaseException]", error).exceptions:
             if found := interrupt_in(member):
                 return found
         return None

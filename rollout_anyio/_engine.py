@@ -413,15 +413,15 @@ class _Group:
             # The exception holds this frame, and the frame would hold the exception.
             del failure
         slots = sorted(self._kept)
-        missing: list[tuple[int, MissingReason]] = [(slot, "failed") for slot in self._dropped]
-        missing += [(slot, "cut_off") for slot in self._unfilled()]
+        missing: dict[int, MissingReason] = dict.fromkeys(self._unfilled(), "cut_off")
+        missing.update(dict.fromkeys(self._dropped, "failed"))
         return RolloutResult(
             trajectories=[self._kept[slot].trajectory for slot in slots],
             envs=[self._kept[slot].item.env for slot in slots],
             errors=self._errors,
             slots=slots,
             group_size=self._size,
-            missing=sorted(missing),
+            missing=sorted(missing.items()),
         )
 
 

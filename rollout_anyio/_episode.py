@@ -146,9 +146,7 @@ class _Episode:
             action.tokens, extra=ActionExtra(stop_reason=action.stop_reason)
         )
         self._transitions.append(
-            Transition(
-                self._ob, action, step.reward, step.episode_done, step.metrics, step.logs
-            )
+            Transition(self._ob, action, step.reward, step.episode_done, step.metrics, step.logs)
         )
         if self._allowed.max_sampled_tokens:
             self._sampled += len(action.tokens)

@@ -113,8 +113,7 @@ def _checked(graded: Any, expected: int) -> list[tuple[float, Metrics]]:
         rewards = [(float(reward), metrics) for reward, metrics in graded]
     except (TypeError, ValueError) as error:
         raise GroupRewardError(
-            "compute_group_rewards() must return pairs (reward, metrics), got"
-            f" {graded!r:.200}"
+            f"compute_group_rewards() must return pairs (reward, metrics), got {graded!r:.200}"
         ) from error
     if len(rewards) != expected:
         raise GroupRewardError(

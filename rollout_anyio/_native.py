@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import cast
 
 from anyio import current_effective_deadline, get_cancelled_exc_class
 
@@ -45,9 +46,9 @@ def split_cancelled(
     """
     cancelled = get_cancelled_exc_class()
     if isinstance(error, BaseExceptionGroup):
-        members, rest = error.split(cancelled)
+        members, rest = cast("BaseExceptionGroup[BaseException]", error).split(cancelled)
         # The group itself where there is nothing to take out: split() makes a copy.
-        return (None, error) if members is None else (members, rest)
+        return (None, cast("BaseException", error)) if members is None else (members, rest)
     if isinstance(error, cancelled):
         return error, None
     return None, error

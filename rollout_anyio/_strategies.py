@@ -2,12 +2,15 @@
 
 A strategy with verdicts is a frozen value and three pure methods. It never awaits, holds
 no state and knows of no backend; the engine asks it and obeys.
+
+Limits are read-only properties in the contract and frozen fields in the strategies, which
+is the same to whoever reads an instance; pyright compares the classes, hence the ignores.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, cast, final
 
 import attrs
 
@@ -83,15 +86,21 @@ class VerdictStrategy(RolloutStrategy):
     their arguments: they are asked in whatever order the failures come.
     """
 
-    per_rollout_timeout: float = seconds(kw_only=True)
-    """Seconds that one attempt's rollout may run: making and closing its environment,
-    backing off and waiting for a permit not counted. 0 for no limit."""
     setup_timeout: float = seconds(kw_only=True)
     """Seconds that one ``make_env``, ``__aenter__`` or ``make_envs`` may take."""
     group_timeout: float = seconds(kw_only=True)
     """Seconds that the whole group may take, the closing at its end not counted."""
-    cleanup_timeout: float = seconds(30.0, positive=True, kw_only=True)
+    cleanup_timeout: float = seconds(30.0, positive=True, kw_only=True)  # pyright: ignore[reportIncompatibleMethodOverride]
     """Seconds that closing one environment, or ``cleanup()``, may take; may be ``inf``."""
+
+    @property
+    def per_rollout_timeout(self) -> float:
+        """Seconds that one attempt's rollout may run; 0 for no limit.
+
+        Making and closing its environment, backing off and waiting for a permit do not
+        count. A field in the strategies that have it.
+        """
+        return 0.0
 
     def check(self, group_size: int) -> None:
         """Raise :exc:`ValueError` when the strategy cannot serve a group of this size."""
@@ -129,6 +138,9 @@ class VerdictStrategy(RolloutStrategy):
 @attrs.frozen
 class FailFast(VerdictStrategy):
     """The first failure cancels the group and is raised."""
+
+    per_rollout_timeout: float = seconds(kw_only=True)  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Seconds that one attempt's rollout may run; 0 for no limit."""
 
     def decide(self, failure: Failure, ledger: Ledger) -> Verdict:
         """Abort with the failure itself."""
@@ -175,7 +187,7 @@ class Backoff:
 
 
 def _check_retry_on(_: object, attribute: "attrs.Attribute[Any]", value: object) -> None:
-    kinds = value if isinstance(value, tuple) else (value,)
+    kinds = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, BaseException):
             continue
@@ -190,10 +202,6 @@ def _check_retry_on(_: object, attribute: "attrs.Attribute[Any]", value: object)
 class _Retrying(VerdictStrategy):
     """What the strategies with a retry budget share."""
 
-    max_retries: int = count(3)
-    """How many retries the whole group may spend."""
-    per_rollout_timeout: float = seconds()
-    """Seconds that one attempt's rollout may run; 0 for no limit."""
     retry_on: RetryOn = attrs.field(default=Exception, kw_only=True, validator=_check_retry_on)
     """What is retried. Anything else is treated as if the budget were spent; a timeout
     counts as :exc:`RolloutTimeoutError`."""
@@ -201,6 +209,10 @@ class _Retrying(VerdictStrategy):
         default=Backoff(), kw_only=True, validator=attrs.validators.instance_of(Backoff)
     )
     """How long a slot waits before its next attempt."""
+
+    @property
+    @abstractmethod
+    def max_retries(self) -> int: ...
 
     @property
     def catches_group_errors(self) -> bool:
@@ -234,6 +246,11 @@ class RetryOnFailure(_Retrying):
     makes whole groups is not retried.
     """
 
+    max_retries: int = count(3)  # pyright: ignore[reportIncompatibleMethodOverride]
+    """How many retries the whole group may spend."""
+    per_rollout_timeout: float = seconds()  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Seconds that one attempt's rollout may run; 0 for no limit."""
+
     def decide(self, failure: Failure, ledger: Ledger) -> Verdict:
         """Retry, or abort with the failure itself."""
         if reason := self._refusal(failure, ledger):
@@ -253,9 +270,9 @@ class MinViableGroup(_Retrying):
 
     min_successful: int | None = count(None, minimum=1, optional=True)
     """The floor; ``None`` for three quarters of the group, rounded up."""
-    max_retries: int = count(3)
+    max_retries: int = count(3)  # pyright: ignore[reportIncompatibleMethodOverride]
     """How many retries the whole group may spend."""
-    per_rollout_timeout: float = seconds()
+    per_rollout_timeout: float = seconds()  # pyright: ignore[reportIncompatibleMethodOverride]
     """Seconds that one attempt's rollout may run; 0 for no limit."""
     grace: float | None = seconds(None, optional=True, kw_only=True)
     """Seconds from meeting the floor until the stragglers are cut off; ``None`` waits for

@@ -6,7 +6,7 @@ and structuring libraries can read the classes.
 """
 
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Literal, Self, TypeAlias, final
 
@@ -227,6 +227,14 @@ def _text(error: BaseException) -> str:
         return f"<str() of the exception raised {type(broken).__name__}>"
 
 
+def _all_slots(result: "RolloutResult") -> tuple[int, ...]:
+    return tuple(range(len(result.trajectories)))
+
+
+def _as_many(result: "RolloutResult") -> int:
+    return len(result.trajectories)
+
+
 @final
 @attrs.frozen
 class RolloutResult:
@@ -242,22 +250,16 @@ class RolloutResult:
     """The environments that produced them; those that are context managers are closed."""
     errors: tuple[RolloutError, ...] = attrs.field(converter=tuple[RolloutError, ...])
     """Every failure in the order it happened, retried ones and failed closes included."""
-    slots: tuple[int, ...] = attrs.field(converter=tuple[int, ...])
+    slots: tuple[int, ...] = attrs.field(
+        default=attrs.Factory(_all_slots, takes_self=True), converter=tuple[int, ...]
+    )
     """The slot of each trajectory; by default 0, 1, 2, ..."""
-    group_size: int = attrs.field()
+    group_size: int = attrs.field(default=attrs.Factory(_as_many, takes_self=True))
     """How many slots the group has; by default as many as trajectories."""
     missing: tuple[tuple[int, MissingReason], ...] = attrs.field(
         default=(), converter=tuple[tuple[int, MissingReason], ...]
     )
     """A pair (slot, reason) per empty slot."""
-
-    @slots.default
-    def _all_filled(self) -> Iterable[int]:
-        return range(len(self.trajectories))
-
-    @group_size.default
-    def _as_many(self) -> int:
-        return len(self.trajectories)
 
 
 @final

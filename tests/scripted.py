@@ -7,9 +7,10 @@ one second. The same script runs with both kinds of builder and both kinds of en
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import anyio
+import anyio.lowlevel
 import attrs
 from anyio import current_time
 
@@ -89,7 +90,7 @@ async def stray_cancelled() -> BaseException:
         with anyio.CancelScope() as scope:
             scope.cancel()
             try:
-                await anyio.sleep(0)
+                await anyio.lowlevel.checkpoint()
             except anyio.get_cancelled_exc_class() as error:
                 # asyncio's own, as a task's that somebody else cancelled would be.
                 return type(error)() if type(error).__module__.startswith("asyncio") else error
@@ -136,7 +137,7 @@ class ScriptedSession(ScriptedEnv):
     _stop: Any = None
     said_goodbye: bool = False
 
-    async def __aenter__(self) -> ScriptedSession:
+    async def __aenter__(self) -> Self:
         behaviour = self.builder.on_enter.get(self.slot)
         self.builder.note("enter", self)
         if behaviour is not None:

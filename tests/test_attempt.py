@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import pytest
@@ -55,7 +55,7 @@ async def test_an_environment_that_corrupts_the_scope_stack_is_not_silent() -> N
     """A session that leaves a scope open on the stack ends in an error, not in a result."""
 
     class Careless(OneStepEnv):
-        async def __aenter__(self) -> Careless:
+        async def __aenter__(self) -> Self:
             self.scope = anyio.CancelScope()
             self.scope.__enter__()
             return self
@@ -196,7 +196,7 @@ async def test_a_session_whose_own_scope_ends_the_rollout_in_silence() -> None:
     """Nothing raised by leaving, the failure is a RolloutCancelledError."""
 
     class Scoped(OneStepEnv):
-        async def __aenter__(self) -> Scoped:
+        async def __aenter__(self) -> Self:
             self.scope = anyio.CancelScope()
             self.scope.__enter__()
             return self

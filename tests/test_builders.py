@@ -165,7 +165,7 @@ async def test_make_envs_that_returns_none() -> None:
         async def make_envs(self) -> Any:
             return self.envs
 
-    with pytest.raises(TypeError, match="make_envs.. returned None for slot 1"):
+    with pytest.raises(TypeError, match=r"make_envs\(\) returned None for slot 1"):
         await do_group_rollout(Nothing(), policy)
     Nothing.envs = None
     with pytest.raises(TypeError):

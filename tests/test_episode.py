@@ -186,6 +186,7 @@ async def test_an_episode_that_comes_back_late_has_timed_out() -> None:
         async def step(self, action: Any, *, extra: Any = None) -> StepResult:
             with anyio.CancelScope(shield=True):
                 return await super().step(action, extra=extra)
+            raise AssertionError
 
     trajectory = await run(Late(1, 9.0, {"stop/completed": 1.0, "a": 2}), rollout_timeout=5)
     assert trajectory.stop_reason is StopReason.ROLLOUT_TIMEOUT
@@ -293,4 +294,5 @@ def test_bad_limits(name: str) -> None:
         RolloutLimits(**{name: -1})
     with pytest.raises(TypeError, match=name):
         RolloutLimits(**{name: True})
-    assert RolloutLimits(**{name: None}) == RolloutLimits()
+    unlimited: dict[str, Any] = {name: None}
+    assert RolloutLimits(**unlimited) == RolloutLimits()

@@ -176,7 +176,7 @@ async def test_decisions_that_raise_abort_the_group() -> None:
 async def test_a_decision_that_is_none() -> None:
     """What is no verdict is a TypeError that says so."""
     builder = ScriptedBuilder(script={(0, 1): crash(OSError())})
-    with pytest.raises(TypeError, match="decide.. returned 'maybe': no verdict"):
+    with pytest.raises(TypeError, match=r"decide\(\) returned 'maybe': no verdict"):
         await do_group_rollout(builder, policy, Odd(verdict="maybe"))
     builder.assert_clean()
 
@@ -214,7 +214,7 @@ async def test_check_that_refuses_the_group_closes_what_was_made() -> None:
 
 
 async def test_logging(caplog: pytest.LogCaptureFixture) -> None:
-    """Failed attempts and closes are warnings, a spent budget is an error, with slot and attempt."""
+    """Failed attempts and closes are warnings, a spent budget is an error, each with its place."""
     builder = ScriptedSlotBuilder(
         size=1,
         script={(0, attempt): crash(OSError("no\nroute")) for attempt in (1, 2)},

@@ -47,9 +47,10 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+@pytest.fixture(params=list(KINDS.values()), ids=list(KINDS))
 def make(request: pytest.FixtureRequest) -> Make:
-    kind, session = request.param
+    kind: type[ScriptedBuilder] = request.param[0]
+    session = request.param[1]
 
     def build(**kwargs: Any) -> ScriptedBuilder:
         return kind(session=session, **kwargs)
@@ -132,7 +133,8 @@ async def test_g3_session_says_goodbye_through_its_own_tasks() -> None:
     builder = ScriptedSlotBuilder(session=True, close_seconds=1.0, script={(0, 1): hang()})
     with anyio.move_on_after(0.5):
         await do_group_rollout(builder, policy)
-    assert [env.said_goodbye for env in builder.envs] == [True] * 4
+    sessions: list[Any] = list(builder.envs)
+    assert [env.said_goodbye for env in sessions] == [True] * 4
 
 
 async def test_g4_one_environment_per_slot(make: Make) -> None:
@@ -193,9 +195,11 @@ async def test_g5_the_failing_exception_itself_is_raised(make: Make) -> None:
     assert caught.value is error
     assert error.__context__ is None
     assert error.__notes__ == [
-        "rollout_anyio: slot 5, attempt 3, stage rollout, after 1 s; retry budget of 3 spent;"
-        " 4 failures in this group: slot 1 ConnectionError: c, slot 5 ConnectionError: a,"
-        " slot 5 ConnectionError: b, and 1 more"
+        (
+            "rollout_anyio: slot 5, attempt 3, stage rollout, after 1 s; retry budget of 3 spent;"
+            " 4 failures in this group: slot 1 ConnectionError: c, slot 5 ConnectionError: a,"
+            " slot 5 ConnectionError: b, and 1 more"
+        )
     ]
 
 
@@ -248,8 +252,8 @@ async def test_g6_cancelled_within_twice_the_cleanup_timeout(make: Make) -> None
             on_make={2: anyio.sleep_forever},
             on_cleanup=anyio.sleep_forever,
         )
-        with anyio.CancelScope() as scope:
-            scope.deadline = cancelled_at = current_time() + start
+        cancelled_at = current_time() + start
+        with anyio.CancelScope(deadline=cancelled_at):
             await do_group_rollout(builder, policy, RetryOnFailure(cleanup_timeout=10))
         assert current_time() - cancelled_at <= 30
         assert builder.running == 0

@@ -41,7 +41,8 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(params=[(k, s) for k in (ScriptedBuilder, ScriptedSlotBuilder) for s in (0, 1)])
 def make(request: pytest.FixtureRequest) -> Make:
-    kind, session = request.param
+    kind: type[ScriptedBuilder] = request.param[0]
+    session = request.param[1]
 
     def build(**kwargs: Any) -> ScriptedBuilder:
         return kind(session=bool(session), **kwargs)
