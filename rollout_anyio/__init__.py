@@ -4,6 +4,8 @@ Start with :func:`do_group_rollout`: it takes a group builder, a policy and a st
 and returns the graded group, or raises, with nothing left running and nothing left open.
 """
 
+import logging
+
 from ._builders import EnvGroupBuilder, SlotEnvGroupBuilder
 from ._episode import RolloutLimits, do_single_rollout
 from ._exceptions import (
@@ -51,6 +53,9 @@ from ._types import (
     Transition,
     Verdict,
 )
+
+# Whoever configures logging sees it; whoever does not is not written to on stderr.
+logging.getLogger("rollout_anyio").addHandler(logging.NullHandler())
 
 __all__ = [
     "Abort",

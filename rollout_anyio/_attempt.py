@@ -88,6 +88,7 @@ async def _make_env(host: AttemptHost, slot: int, attempt: int) -> tuple[Any, Ca
 
 async def _run_plain(host: AttemptHost, item: ToClose) -> Verdict | None:
     kept = False
+    trajectory: Any = None
     try:
         call = Call("rollout", host.per_rollout_timeout, slot=item.slot, attempt=item.attempt)
         with call:
@@ -110,6 +111,7 @@ async def _run_entered(host: AttemptHost, item: ToClose) -> Verdict | None:
     verdict: Verdict | None = None
     entered = False
     closing: Call | None = None
+    env: Any = None
     before = native_cancellations()
     with Guard(host.guards) as guard:
         call = Call(
@@ -165,6 +167,7 @@ async def _run_inside(
         hold=True,
     )
     verdict: Verdict | None = None
+    trajectory: Any = None
     with call:
         trajectory = await host.run_rollout(item.env)
     guard.inner = None
