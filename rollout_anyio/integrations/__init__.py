@@ -1,0 +1,1 @@
+"""One module per optional extra, named after it. The core imports none of them."""
