@@ -142,7 +142,7 @@ async def collect(options: argparse.Namespace) -> None:
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backend", choices=["asyncio", "trio"], default="asyncio")
     parser.add_argument("--groups", type=int, default=6)
     parser.add_argument("--group-size", type=int, default=8)

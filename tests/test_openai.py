@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import openai
 import pytest
 
@@ -35,6 +36,12 @@ class Server(ThreadingHTTPServer):
         self.requests: list[Any] = []
         self.release = threading.Event()
         self.release.set()
+        self.second = threading.Event()
+
+    def asked(self, request: Any) -> None:
+        self.requests.append(request)
+        if len(self.requests) == 2:
+            self.second.set()
 
     @property
     def url(self) -> str:
@@ -42,15 +49,15 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Server
-
     def do_POST(self) -> None:
+        server = self.server
+        assert isinstance(server, Server)
         length = int(self.headers["content-length"])
-        self.server.requests.append(json.loads(self.rfile.read(length)))
-        self.server.release.wait(30)
-        body = json.dumps(self.server.answer).encode()
+        server.asked(json.loads(self.rfile.read(length)))
+        server.release.wait(30)
+        body = json.dumps(server.answer).encode()
         try:
-            self.send_response(self.server.status)
+            self.send_response(server.status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -58,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
         except OSError:
             return
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, *_: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         return
 
 
@@ -147,8 +154,7 @@ async def test_connections_are_bounded_and_freed_by_cancellation(server: Server)
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
                 tasks.start_soon(policy, MESSAGES, None)
-            while len(server.requests) < 2:
-                await anyio.sleep(0.005)
+            assert await anyio.to_thread.run_sync(server.second.wait, 30)
             assert len(server.requests) == 2
             tasks.cancel_scope.cancel()
         server.release.set()

@@ -12,8 +12,7 @@ from typing import Any, Self, final
 from anyio import CapacityLimiter, move_on_after
 from openai import AsyncOpenAI
 
-from rollout_anyio._exceptions import RolloutAnyioError
-from rollout_anyio._types import TokensWithLogprobs
+from rollout_anyio import RolloutAnyioError, TokensWithLogprobs
 
 __all__ = ["OpenAIChatCompleter", "PolicyResponseError"]
 
@@ -114,10 +113,9 @@ class OpenAIChatCompleter:
         if max_tokens is not None:
             options["max_tokens"] = max_tokens
         async with self._connections:
-            answer: Any = await self._client.chat.completions.create(
-                messages=list(observation),  # type: ignore[arg-type]
-                **options,
-            )
+            # Untyped: the options are the server's affair, and so is what it answers.
+            completions: Any = self._client.chat.completions
+            answer = await completions.create(messages=list(observation), **options)
         return _completion(answer)
 
     async def __aenter__(self) -> Self:
