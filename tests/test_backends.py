@@ -41,7 +41,7 @@ def build(kind: type[ScriptedBuilder], session: bool, **script: Any) -> Scripted
 async def test_retry_timeout_and_abort(kind: type[ScriptedBuilder], session: bool) -> None:
     """A failure and a timeout are retried; past the budget the failure itself is raised."""
     builder = build(kind, session, s3=crash, s5=hang())
-    group = await do_group_rollout(builder, policy, RetryOnFailure(2, per_rollout_timeout=0.02))
+    group = await do_group_rollout(builder, policy, RetryOnFailure(2, per_rollout_timeout=1.5))
     assert group.slots == tuple(range(8))
     assert [(e.slot, e.timed_out) for e in group.errors] == [(3, False), (5, True)]
     builder.assert_clean()

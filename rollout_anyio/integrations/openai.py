@@ -5,6 +5,7 @@ Needs the extra ``openai``. The client runs natively on asyncio and on trio.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, final
@@ -12,7 +13,7 @@ from typing import Any, Self, final
 from anyio import CapacityLimiter, move_on_after
 from openai import AsyncOpenAI
 
-from rollout_anyio import RolloutAnyioError, TokensWithLogprobs
+from rollout_anyio import ConfigurationError, RolloutAnyioError, TokensWithLogprobs
 
 __all__ = ["OpenAIChatCompleter", "PolicyResponseError"]
 
@@ -33,10 +34,12 @@ class OpenAIChatCompleter:
     transition the messages as ``ob``, and as ``ac`` the text with one log-probability per
     token that the server sampled, if it gave them. The text is not split, and token ids are
     not kept: to train on tokens, the text has to be tokenised again with the server's own
-    tokenizer.
+    tokenizer. Cumulative token limits of an episode would count characters; the limit per
+    turn counts the server's tokens.
 
     Use it as an async context manager, which closes its connections. The client's own
-    retries are off: what a failed call means is the strategy's to decide.
+    retries and time limits are off: what a failed call means, and how long one may take,
+    is the strategy's to decide.
 
     Args:
         model: The model's name at the server.
@@ -47,11 +50,11 @@ class OpenAIChatCompleter:
         temperature: The sampling temperature; the server's default if not given.
         logprobs: Whether to ask for log-probabilities.
         extra_body: Further fields of the request, as the server knows them.
-        client: A client to use instead of one made from the above. It is not closed here,
-            and keeps its own retries.
+        client: A client to use instead of one made from ``base_url`` and ``api_key``. It is
+            not closed here, and keeps its own retries and time limits.
 
     Raises:
-        ValueError: ``max_connections`` is below 1.
+        ConfigurationError: ``max_connections`` is below 1.
     """
 
     def __init__(
@@ -66,13 +69,16 @@ class OpenAIChatCompleter:
         extra_body: Mapping[str, Any] | None = None,
         client: AsyncOpenAI | None = None,
     ) -> None:
+        if max_connections < 1:
+            raise ConfigurationError(f"max_connections must be at least 1, got {max_connections}")
         self._owned = client is None
-        # The limits that a caller cannot wrap live on strategies; this call can be wrapped.
         self._client = client or AsyncOpenAI(
             base_url=base_url, api_key=api_key, max_retries=0, timeout=None
         )
         self._connections = CapacityLimiter(max_connections)
-        self._options: dict[str, Any] = {"model": model, "logprobs": logprobs}
+        self._options: dict[str, Any] = {"model": model}
+        if logprobs:
+            self._options["logprobs"] = True
         if temperature is not None:
             self._options["temperature"] = temperature
         if extra_body is not None:
@@ -115,7 +121,10 @@ class OpenAIChatCompleter:
         async with self._connections:
             # Untyped: the options are the server's affair, and so is what it answers.
             completions: Any = self._client.chat.completions
-            answer = await completions.create(messages=list(observation), **options)
+            try:
+                answer = await completions.create(messages=list(observation), **options)
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                raise PolicyResponseError(f"the server gave no JSON: {error}") from error
         return _completion(answer)
 
     async def __aenter__(self) -> Self:
@@ -133,16 +142,27 @@ class OpenAIChatCompleter:
 
 
 def _completion(answer: Any) -> TokensWithLogprobs:
-    choices = getattr(answer, "choices", None)
-    if not choices:
+    choices: Any = getattr(answer, "choices", None)
+    # By exact type: a mapping has no first choice, and a string no choice at all.
+    if type(choices) is not list or not choices:
         raise PolicyResponseError(f"the server gave no choices: {answer!r:.500}")
-    choice = choices[0]
+    choice: Any = choices[0]
     text = getattr(getattr(choice, "message", None), "content", None)
     if not isinstance(text, str):
         raise PolicyResponseError(f"the server gave no text: {choice!r:.500}")
-    content = getattr(getattr(choice, "logprobs", None), "content", None)
     return TokensWithLogprobs(
-        text,
-        None if content is None else [token.logprob for token in content],
-        "length" if getattr(choice, "finish_reason", None) == "length" else "stop",
+        text, _logprobs(choice), "length" if choice.finish_reason == "length" else "stop"
     )
+
+
+def _logprobs(choice: Any) -> list[float] | None:
+    entries = getattr(getattr(choice, "logprobs", None), "content", None)
+    # Some servers give an empty list for "not asked for".
+    if not entries:
+        return None
+    try:
+        return [float(entry.logprob) for entry in entries]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise PolicyResponseError(
+            f"the server's log-probabilities are malformed: {entries!r:.500}"
+        ) from error
