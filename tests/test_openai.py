@@ -351,7 +351,7 @@ async def test_end_closes_connections() -> None:
 
 
 async def test_cancelled_end_closes_connections() -> None:
-    """Closing is shielded: a cancelled block leaves no connection either."""
+    """A block that is cancelled leaves no connection either."""
     async with serving(always(Answer(completion()))) as server:
         with anyio.CancelScope() as scope:
             async with policy_for(server) as policy:

@@ -142,11 +142,10 @@ class OpenAIChatCompleter:
 
 
 def _completion(answer: Any) -> TokensWithLogprobs:
-    choices: Any = getattr(answer, "choices", None)
-    # By exact type: a mapping has no first choice, and a string no choice at all.
-    if type(choices) is not list or not choices:
-        raise PolicyResponseError(f"the server gave no choices: {answer!r:.500}")
-    choice: Any = choices[0]
+    try:
+        choice: Any = answer.choices[0]
+    except (AttributeError, LookupError, TypeError) as error:
+        raise PolicyResponseError(f"the server gave no choices: {answer!r:.500}") from error
     text = getattr(getattr(choice, "message", None), "content", None)
     if not isinstance(text, str):
         raise PolicyResponseError(f"the server gave no text: {choice!r:.500}")
