@@ -1,5 +1,6 @@
 """One episode: one policy, one environment, one trajectory, and the episode's own limits."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -70,7 +71,7 @@ async def do_single_rollout(
     episode = _Episode(policy, env, allowed)
     if not allowed.rollout_timeout:
         return await episode.run()
-    deadline = current_time() + allowed.rollout_timeout
+    deadline = episode.deadline = current_time() + allowed.rollout_timeout
     before = native_cancellations()
     trajectory: Trajectory | None = None
     cut: BaseException | None = None
@@ -122,6 +123,7 @@ class _Episode:
         self._policy = policy
         self._env = env
         self._allowed = allowed
+        self.deadline = math.inf
         self._transitions: list[Transition] = []
         self._sampled = 0
         self._ob: Any = None
@@ -130,7 +132,8 @@ class _Episode:
     async def run(self) -> Trajectory:
         first: Any = await self._env.initial_observation()
         if hasattr(first, "reward"):
-            return _overflowed(first)
+            self._transitions.append(_overflowed(first))
+            return Trajectory(self._transitions, None, _reason_in(first.metrics))
         self._ob, self._stop_condition = first
         while True:
             reason, budget = self._budget()
@@ -185,6 +188,10 @@ class _Episode:
         if not limit:
             return await self._ask(budget)
         deadline = current_time() + limit
+        # The episode's own limit comes first and is graceful: a call that comes back after
+        # both must not make an error of it.
+        if deadline >= self.deadline:
+            return await self._ask(budget)
         before = native_cancellations()
         action: Any = None
         error: BaseException | None = None
@@ -208,13 +215,22 @@ class _Episode:
         if raised is not None and not isinstance(raised, Exception):
             raise raised
         if (late := current_time() - deadline) >= 0:
-            raise RolloutTimeoutError(
-                f"turn {len(self._transitions) + 1}: sampling took longer than"
-                f" sampling_timeout={self._allowed.sampling_timeout:g} s, by {late:.3g} s"
-            ) from raised
+            raise RolloutTimeoutError(self._too_late(late, cancelled)) from raised
         if error is not None:
             raise error
         return action
+
+    def _too_late(self, late: float, cancelled: BaseException | None) -> str:
+        message = (
+            f"turn {len(self._transitions) + 1}: sampling took longer than"
+            f" sampling_timeout={self._allowed.sampling_timeout:g} s"
+        )
+        if cancelled is not None:
+            return message
+        return (
+            f"{message}; it came back {late:.3g} s late: either it swallowed its"
+            " cancellation, or the event loop was blocked, by it or by a neighbour"
+        )
 
     async def _ask(self, budget: int | None) -> TokensWithLogprobs:
         if budget is None:
@@ -225,22 +241,16 @@ class _Episode:
         """End the trajectory here: its last transition is done, and says why."""
         if self._transitions:
             last = self._transitions[-1]
-            metrics = {key: value for key, value in last.metrics.items() if _STOP not in key[:5]}
-            self._transitions[-1] = Transition(
-                last.ob,
-                last.ac,
-                last.reward,
-                episode_done=True,
-                metrics={**metrics, f"{_STOP}{reason}": 1.0},
-                logs=last.logs,
+            metrics = {k: v for k, v in last.metrics.items() if not k.startswith(_STOP)}
+            self._transitions[-1] = attrs.evolve(
+                last, episode_done=True, metrics={**metrics, f"{_STOP}{reason}": 1.0}
             )
         return Trajectory(self._transitions, self._ob, reason)
 
 
-def _overflowed(overflow: Any) -> Trajectory:
+def _overflowed(overflow: Any) -> Transition:
     empty = TokensWithLogprobs([], [], "stop")
-    transition = Transition(None, empty, overflow.reward, True, overflow.metrics, overflow.logs)
-    return Trajectory([transition], None, _reason_in(overflow.metrics))
+    return Transition(None, empty, overflow.reward, True, overflow.metrics, overflow.logs)
 
 
 def _reason_in(metrics: Mapping[str, Any]) -> str | None:

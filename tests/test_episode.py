@@ -209,6 +209,44 @@ async def test_a_graceful_limit_never_eats_an_outer_cancellation() -> None:
         assert scope.cancelled_caught or after == 5.0
 
 
+@pytest.mark.parametrize("swallows", [False, True])
+@pytest.mark.parametrize("sampling", [5, 10])
+async def test_the_graceful_limit_comes_first(sampling: float, swallows: bool) -> None:
+    """A call that comes back after both limits is the end by the one that passed first."""
+
+    class Late(Policy):
+        async def __call__(self, observation: Any, stop: Any, **options: Any) -> Any:
+            with anyio.move_on_after(99, shield=not swallows):
+                try:
+                    await anyio.sleep(20)
+                except anyio.get_cancelled_exc_class():
+                    with anyio.CancelScope(shield=True):
+                        await anyio.sleep(20)
+            return TokensWithLogprobs([7], None)
+
+    trajectory = await run(Countdown(), Late(), rollout_timeout=5, sampling_timeout=sampling)
+    assert trajectory.stop_reason is StopReason.ROLLOUT_TIMEOUT
+    assert trajectory.transitions == ()
+    with pytest.raises(RolloutTimeoutError, match=r"it came back \d+ s late"):
+        await run(Countdown(), Late(), rollout_timeout=sampling + 1, sampling_timeout=sampling)
+
+
+async def test_an_overflow_that_comes_back_late() -> None:
+    """Its transition is kept, and says that the time was up."""
+
+    class Overflowing:
+        async def initial_observation(self) -> Any:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(9)
+            return InitialObservationOverflow(-1.0, {"stop/max_tokens": 1.0, "a": 2})
+
+    trajectory = await run(Overflowing(), rollout_timeout=5)
+    (transition,) = trajectory.transitions
+    assert (transition.reward, transition.episode_done) == (-1.0, True)
+    assert transition.metrics == {"a": 2, "stop/rollout_timeout": 1.0}
+    assert trajectory.stop_reason is StopReason.ROLLOUT_TIMEOUT
+
+
 async def test_sampling_timeout_raises() -> None:
     """A sampling call that hangs raises; its own errors pass as themselves."""
     with pytest.raises(RolloutTimeoutError, match="turn 1: sampling took longer than") as caught:
