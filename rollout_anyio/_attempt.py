@@ -15,6 +15,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from ._call import Call
 from ._closing import ToClose, close_env, is_context_manager
+from ._environments import Environments
 from ._guard import Guard, Guards
 from ._native import native_cancellations
 from ._types import Verdict
@@ -29,12 +30,7 @@ class AttemptHost(Protocol):
     setup_timeout: float
     cleanup_timeout: float
     guards: Guards
-    makes_one: bool
-    """Whether the builder makes one environment at a time."""
-
-    async def make_env(self, slot: int) -> Any: ...
-
-    async def take_env(self, slot: int, attempt: int) -> tuple[Any, Call]: ...
+    environments: Environments
 
     async def run_rollout(self, env: Any) -> Any: ...
 
@@ -53,37 +49,24 @@ async def run_attempt(host: AttemptHost, slot: int, attempt: int) -> Verdict | N
         decide: the slot is filled, or the group is over.
     """
     await checkpoint_if_cancelled()
-    if host.makes_one:
-        env, call = await _make_env(host, slot, attempt)
-    else:
-        env, call = await host.take_env(slot, attempt)
-    if call.error is not None:
-        return host.fail(call, call.take())
+    env, call = await host.environments.take(slot, attempt)
+    verdict = None if call.error is None else host.fail(call, call.take())
     if env is None:
-        return None
+        return verdict
     item = ToClose(env, slot, attempt)
+    too_late = True
+    try:
+        if call.late:
+            return verdict
+        # A shield may have kept the end of the group from this task so far.
+        await checkpoint_if_cancelled()
+        too_late = False
+    finally:
+        if too_late:
+            await close_env(item, host.cleanup_timeout, host.report_close)
     if is_context_manager(env):
         return await _run_entered(host, item)
     return await _run_plain(host, item)
-
-
-async def _make_env(host: AttemptHost, slot: int, attempt: int) -> tuple[Any, Call]:
-    """Make one environment, to the end even if the group ends meanwhile.
-
-    Torn half-way, a creation may leave a sandbox that nobody has a handle to. What comes
-    too late, for its own limit or for the group, is closed here.
-    """
-    env: Any = None
-    with Guard(host.guards) as guard:
-        call = Call("make_env", host.setup_timeout, slot=slot, attempt=attempt, within=guard.scope)
-        with call:
-            env = await host.make_env(slot)
-            if env is None:
-                raise TypeError(f"make_env({slot}) returned None instead of an environment")
-    if env is not None and (guard.ended or call.error is not None):
-        await close_env(ToClose(env, slot, attempt), host.cleanup_timeout, host.report_close)
-        env = None
-    return env, call
 
 
 async def _run_plain(host: AttemptHost, item: ToClose) -> Verdict | None:

@@ -8,9 +8,24 @@ from typing import Any, Self
 
 import anyio
 import pytest
-from scripted import OneStepEnv, ScriptedBuilder, ScriptedEnv, crash, finish, hang, policy
+from scripted import (
+    OneStepEnv,
+    ScriptedBuilder,
+    ScriptedEnv,
+    ScriptedSlotBuilder,
+    crash,
+    finish,
+    hang,
+    policy,
+)
 
-from rollout_anyio import FailFast, MinViableGroup, RetryOnFailure, do_group_rollout
+from rollout_anyio import (
+    FailFast,
+    MinViableGroup,
+    RetryOnFailure,
+    RolloutTimeoutError,
+    do_group_rollout,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -217,3 +232,23 @@ async def test_a_session_whose_own_scope_ends_the_rollout_in_silence() -> None:
 
     group = await do_group_rollout(Builder(), policy, RetryOnFailure())
     assert [(e.error_type, e.stage) for e in group.errors] == [("RolloutCancelledError", "rollout")]
+
+
+@pytest.mark.parametrize("session", [False, True])
+async def test_closing_what_was_made_too_late_does_not_hold_up_the_abort(session: bool) -> None:
+    """A creation past its limit ends the group at once, before what it made is closed."""
+
+    async def stubborn() -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(9)
+
+    builder = ScriptedSlotBuilder(
+        session=session,
+        close_seconds=20.0,
+        script={(0, 1): hang()},
+        on_make_env={(1, 1): stubborn},
+    )
+    with pytest.raises(RolloutTimeoutError):
+        await do_group_rollout(builder, policy, FailFast(setup_timeout=5))
+    closing = [at for at, event, slot, _ in builder.events if event == "close" and slot == 0]
+    assert closing == [pytest.approx(builder.envs[0].made_at + 9)]
