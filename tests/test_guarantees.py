@@ -24,6 +24,7 @@ from scripted import (
 )
 
 from rollout_anyio import (
+    Backoff,
     EmptyGroupError,
     FailFast,
     GroupNotViable,
@@ -594,3 +595,32 @@ async def test_a_bare_foreign_builder_works() -> None:
     group = await do_group_rollout(Builder(), policy)
     assert group.get_total_rewards() == [1.0, 1.0]
     assert trajectory().transitions[0].reward == 1.0
+
+
+async def test_a_retry_whose_environment_cannot_be_made_leaves_no_sibling_running(
+    make: Make,
+) -> None:
+    """Making fails again and again: the budget is spent, and the others are cancelled."""
+
+    async def down() -> None:
+        raise OSError("no more sandboxes")
+
+    builder = make(
+        script={(0, 1): crash(boom()), (1, 1): hang()},
+        on_make_env={(0, 2): down, (0, 3): down},
+        on_make={2: down, 3: down},
+    )
+    start = current_time()
+    with pytest.raises(OSError, match="no more sandboxes"):
+        await do_group_rollout(builder, policy, RetryOnFailure(max_retries=2))
+    builder.assert_clean()
+    assert current_time() - start == pytest.approx(1)
+
+
+async def test_only_running_counts_against_the_rollouts_limit(make: Make) -> None:
+    """Making, backing off and closing take longer than the limit, and nothing times out."""
+    builder = make(make_seconds=5.0, close_seconds=7.0, script={(1, 1): crash(boom())})
+    strategy = RetryOnFailure(per_rollout_timeout=2, backoff=Backoff(9, jitter=0))
+    group = await do_group_rollout(builder, policy, strategy)
+    assert [error.error_type for error in group.errors] == ["ConnectionError"]
+    assert len(group.trajectories) == 4
