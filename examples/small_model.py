@@ -143,10 +143,15 @@ async def collect(options: argparse.Namespace) -> None:
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--backend", choices=["asyncio", "trio"], default="asyncio")
-    parser.add_argument("--groups", type=int, default=6)
-    parser.add_argument("--group-size", type=int, default=8)
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--backend", choices=["asyncio", "trio"], default="asyncio", help="to run on"
+    )
+    parser.add_argument("--groups", type=int, default=6, help="how many")
+    parser.add_argument("--group-size", type=int, default=8, help="rollouts per group")
     parser.add_argument("--max-retries", type=int, default=4, help="per group")
     parser.add_argument("--timeout", type=float, default=12.0, help="seconds per rollout")
     parser.add_argument("--fault-rate", type=float, default=0.06, help="share of attempts")

@@ -12,7 +12,7 @@ from anyio.lowlevel import checkpoint
 
 from ._call import Call
 from ._closing import ToClose, close_all, is_context_manager
-from ._exceptions import GroupRewardError
+from ._exceptions import ConfigurationError, GroupRewardError
 from ._interfaces import SupportsMakeEnvs, TokenCompleter
 from ._notes import add_note, summary
 from ._strategies import FailFast, RolloutStrategy
@@ -45,6 +45,7 @@ async def do_group_rollout(
         The graded group, in slot order.
 
     Raises:
+        ConfigurationError: ``strategy`` is no strategy.
         Exception: What the strategy, or the grader, raised.
         RolloutTimeoutError: ``grader_timeout`` passed.
         GroupRewardError: The grader returned the wrong number of rewards, or one that is
@@ -59,6 +60,7 @@ async def do_group_rollout(
         Always passes one, as its last step.
     """
     limit = to_seconds(grader_timeout, "grader_timeout")
+    _check_strategy(strategy)
     ending = _Ending(env_group_builder, strategy.cleanup_timeout)
     try:
         result = await strategy.execute(env_group_builder, policy)
@@ -89,6 +91,16 @@ async def do_group_rollout(
         errors=[*result.errors, *ending.errors],
         missing=result.missing,
     )
+
+
+def _check_strategy(strategy: object) -> None:
+    if isinstance(strategy, type):
+        name = strategy.__name__
+        raise ConfigurationError(f"no rollout strategy: the class {name}; did you mean {name}()?")
+    if not hasattr(strategy, "execute"):
+        raise ConfigurationError(
+            f"no rollout strategy: {strategy!r}; see rollout_strategy_from_config()"
+        )
 
 
 async def _grade(

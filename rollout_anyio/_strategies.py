@@ -97,8 +97,8 @@ class VerdictStrategy(RolloutStrategy):
     def per_rollout_timeout(self) -> float:
         """Seconds that one attempt's rollout may run; 0 for no limit.
 
-        Making and closing its environment, backing off and waiting for a permit do not
-        count. A field in the strategies that have it.
+        Making and closing its environment and backing off do not count; waiting for one of
+        the policy's connections does. A field in the strategies that have it.
         """
         return 0.0
 

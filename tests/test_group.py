@@ -14,6 +14,8 @@ from scripted import ScriptedBuilder, ScriptedSlotBuilder, crash, hang, policy, 
 
 from rollout_anyio import (
     Abort,
+    ConfigurationError,
+    FailFast,
     Failure,
     GroupRewardError,
     Ledger,
@@ -234,3 +236,15 @@ async def test_logging(caplog: pytest.LogCaptureFixture) -> None:
         "ERROR",
         "slot 0, attempt 2, stage rollout, after 1 s: group cancelled: retry budget of 1 spent",
     )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "match"),
+    [(FailFast, r"did you mean FailFast\(\)"), (True, "no rollout strategy: True")],
+)
+async def test_what_is_no_strategy_is_refused(strategy: Any, match: str) -> None:
+    """The class instead of an instance, or a configuration value, is refused before anything."""
+    builder = ScriptedBuilder()
+    with pytest.raises(ConfigurationError, match=match):
+        await do_group_rollout(builder, policy, strategy)
+    assert not builder.calls
